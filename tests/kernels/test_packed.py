@@ -148,7 +148,8 @@ def test_tiles_of_the_cpu_round_like_emulated_ones(kind: str) -> None:
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(1, 40) | st.sampled_from((65, 129)), depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)),
+    rows=st.integers(1, 40) | st.sampled_from((65, 129)),
+    depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)),
     layers=st.integers(1, 3), widths=st.lists(st.integers(1, 90), min_size=1, max_size=3), data=st.data(),
 )  # fmt: skip
 def test_products_of_every_shape(built: str, rows: int, depth: int, layers: int, widths: list[int], data: Any) -> None:
