@@ -198,15 +198,16 @@ static void one_panel(const Linear *l, int64_t p, int64_t begin, int64_t end) {
   }
 }
 
-/* Panels in a row, so that the memory of one is fetched while the one before is used. Those on tiles take their turns with
-   some rows after the other, which stay in the cache. */
+/* Panels in a row, so that the memory of one is fetched while the one before is used. Those of codes on tiles take turns
+   with TILED_ROWS rows after the other, which stay in the cache. Panels of bfloat16 are larger: reading them again for more
+   rows would take longer. */
 static void share_of_panels(const void *work, int64_t i) {
   const Linear *l = work;
   const int64_t step = l->split.parts ? TILED_ROWS : l->rows, last = (i + 1) * l->share;
   for (int64_t first = 0; first < l->rows; first += step)
     for (int64_t p = i * l->share; p < last && p < l->panels; p++) {
       int64_t end = first + step < l->rows ? first + step : l->rows;
-      if (uses_tiles(l, &l->entries[p]))
+      if (uses_tiles(l, &l->entries[p]) && l->entries[p].format != BF16)
         one_panel(l, p, first, end);
       else if (!first)
         one_panel(l, p, 0, l->rows);

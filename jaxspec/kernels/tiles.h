@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of x that are multiplied at a time. They stay in an L2 cache of 2 MB, up to a depth of about 5,000, while a thread
+/* Rows of x that are multiplied by codes at a time. They stay in an L2 cache of 2 MB, up to a depth of about 5,000, while a thread
    goes through its panels. */
 #define TILED_ROWS 64
 
@@ -25,8 +25,8 @@ int is_tiled(int format);
 int new_split(int64_t rows, int64_t depth, Split *to);
 /* Splits rows 16 * block to 16 * block + 15 of x. */
 void split_block(const float *x, int64_t depth, const Split *to, int64_t block);
-/* y [rows, 32], `stride` floats apart: up to TILED_ROWS rows of x times a panel, from row `first`, a multiple of 16, on,
-   up to another multiple or to the last row of x. */
+/* y [rows, 32], `stride` floats apart: up to TILED_ROWS rows of x (any number with bfloat16) times a panel, from row
+   `first`, a multiple of 16, on, up to another multiple or to the last row of x. */
 void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
                   float *y, int64_t stride);
 
