@@ -95,6 +95,17 @@ INLINE vec from_nibbles(ints word, int zero) {
 #endif
 }
 
+/* Codes of 8 bits, bits `low` to `low + 7` of each column. A sum of four products, three of them with 0, replaces two
+   shifts. */
+INLINE vec from_bytes(ints word, const int low) {
+#if WIDTH == 16 && defined(__AVX512VNNI__)
+  return (vec)_mm512_cvtepi32_ps(
+      _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi32(1 << low), (__m512i)word));
+#else
+  return __builtin_convertvector((word << (24 - low)) >> 24, vec);
+#endif
+}
+
 /* A group's scales and minima: weight = code * scale + minimum. */
 typedef struct {
   vec scale[COLUMNS], minimum[COLUMNS];
@@ -156,7 +167,7 @@ INLINE void use_codes(const int format, const int rows, int begin, const int cou
         } else {
           vec code;
           if (format == I8 || format == Q8_0) {
-            code = __builtin_convertvector((w << (24 - low)) >> 24, vec);
+            code = from_bytes(w, low);
           } else if (high_bytes(format)) {
             const int bit = 16 * (j % 2) + j / 2 * (format == Q6_K ? 2 : 1), mask = format == Q6_K ? 48 : 16;
             ints above;

@@ -98,7 +98,7 @@ def test_weights_of_few_groups(built: str, kind: str, groups: int) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("kind", ["BF16", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", ["BF16", "I8", "Q4_1", "Q6_K", "Q8_0"])
 def test_few_rows_without_tiles_have_the_bits_of_float32_weights(built: str, kind: str) -> None:
     """And more rows those of tiles, if the CPU has them."""
     depth, out, rng = 2 * SUPER, 40, np.random.default_rng(4)
