@@ -119,15 +119,13 @@ INLINE __m512i counted(int first, int second) {
 
 /* Codes minus the code of zero of rows 2 * r and 2 * r + 1 of a group, 16 columns, in bfloat16. Products move codes to the
    lower end where shifts would: shifts and permutations use the same port (for a pair of them 2.0 cycles, with a product
-   1.5). Codes of 8 bits come from sums of four products, of which three are with 0. */
+   1.5). */
 INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   const int zero = zero_code(format), per_word = code_bytes(format) / (4 * PANEL), pairs = 16 / per_word;
   const uint8_t *word = at.codes + 64 * (COLUMNS * (r / pairs) + c);
   if (format == I8 || format == Q8_0) {
-    const __m512i codes = _mm512_loadu_si512(word), none = _mm512_setzero_si512();
-    const int lower = 1 << 8 * (r % 2);
-    __m512 even = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi32(lower), codes));
-    __m512 odd = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi32(lower << 16), codes));
+    const ints codes = *(const ints *)word;
+    vec even = from_bytes(codes, 8 * (r % 2)), odd = from_bytes(codes, 16 + 8 * (r % 2));
     __m512i low = _mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(1 << 16)); /* its upper half */
     return (shorts)_mm512_mask_mov_epi16(low, 0xaaaaaaaa, (__m512i)odd);
   }

@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of x that are multiplied by codes at a time. They stay in an L2 cache of 2 MB, up to a depth of about 5,000, while a thread
-   goes through its panels. */
+/* Rows of x that are multiplied by codes at a time. They stay in an L2 cache of 2 MB, up to a depth of about 5,000, while
+   a thread goes through its panels. */
 #define TILED_ROWS 64
 
 /* x [rows, depth], split for tiles: its groups of 32 columns. */
