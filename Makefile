@@ -14,8 +14,6 @@ ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
 # Tests of numbers that can run on a GPU, in about four minutes; the benchmark takes six.
 ON_GPU  := tests/kernels/test_tree_attention.py tests/kernels/test_expert_products.py tests/step/test_step.py \
            tests/step/test_quantization.py
-# -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
-QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 # The engines that `make bench-peers` compares with, each in a venv in this folder. The C++ of llama.cpp is compiled.
 PEERS        ?= llama.cpp vllm transformers
 PEERS_FOLDER ?= .peers
@@ -105,11 +103,11 @@ test: $(STAMP)
 	$(ON_CPU) $(PY) -m pytest -n 2 --dist worksteal -m "not families" $(ARGS)
 
 test-fast: $(STAMP)
-	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(ON_CPU) $(PY) -m pytest --compile-quickly -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 # Two of the families are served by `make test` too, and the logits of all.
 test-families: $(STAMP)
-	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 --dist worksteal -m families $(ARGS) tests/models
+	$(ON_CPU) $(PY) -m pytest --compile-quickly -n 2 --dist worksteal -m families $(ARGS) tests/models
 
 # Warnings are not errors here: Ray has its own.
 test-ray: $(STAMP) $(RAY_VENV)/.installed

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from helpers import quick_xla
 from jaxspec.paths import cache_folder
 
 #: Suites with a make target and an environment of their own. Naming such a folder on the command line still runs it.
@@ -26,6 +27,16 @@ _KEPT = 7 * 24 * 3600
 #: compiled program has dozens, and LLVM ends the process if it gets no further one.
 _MAPPINGS = 15_000
 _MAPS = Path("/proc/self/maps")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compile-quickly", action="store_true", help="XLA optimises less in all tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before JAX reads it, here and in the processes that tests start."""
+    if config.getoption("compile_quickly"):
+        os.environ |= quick_xla.environment()
 
 
 def _share_programs() -> None:
@@ -56,10 +67,10 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let XLA optimise less for the CPU in the other tests, which takes a third off compiling."""
+    """Let XLA optimise less for the CPU in the other tests, which takes two thirds off compiling."""
     from jaxspec import compilation  # which imports JAX
 
-    usual, quick = compilation.graph_options, {"xla_backend_optimization_level": 0}
+    usual, quick = compilation.graph_options, dict(quick_xla.OPTIONS)
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
         if folder not in _AS_SERVED and _REAL not in request.path.name:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from helpers import quick_xla
 from helpers.patience import PATIENCE
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.chaos.clients import Live, client
@@ -65,9 +65,8 @@ def test_what_needs_two_devices_is_drawn_and_is_the_same_each_time(
 ) -> None:
     command = [sys.executable, "-m", "jaxspec.bench", "chaos", "--seed", "7", "--first", first]
     command += ["--scenarios", "1", "--requests", "60", "--json"]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
-    }
+    environment = quick_xla.environment({"XLA_FLAGS": ""})
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
     found: list[dict[str, Any]] = []
     for i in range(2):  # processes of their own: the number of devices is fixed when JAX starts
         done = subprocess.run([*command, f"{tmp_path}/{i}.json"], env=environment, capture_output=True, text=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import tiny
+from helpers import quick_xla, tiny
 from helpers.generation import check_clean, params, prompts, tokens_of
 from helpers.paths import TESTS
 from helpers.switching import SIZES, start, switch
@@ -62,10 +61,9 @@ def test_any_choice_of_drafters_gives_the_same_tokens(plain: LLM, engines: list[
 
 
 def test_on_devices_of_their_own_in_micro_batches() -> None:
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, "-m", "helpers.switching"], capture_output=True, text=True, timeout=900, cwd=TESTS,
-        env={**os.environ, "XLA_FLAGS": flags},
+        env=quick_xla.environment({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same tokens" in done.stdout

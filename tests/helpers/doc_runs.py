@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from helpers import quick_xla
 from helpers.checkpoints import GOLDEN
 from helpers.doc_commands import ROOT, Command
 from helpers.doc_sizes import RUNS, Run
@@ -60,7 +61,7 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
         serve(argv, command.environment)
     elif command.environment:  # JAX reads it when it starts
         start = [sys.executable, "-m", module, *argv]
-        done = subprocess.run(start, env={**os.environ, **command.environment}, timeout=LONGEST, check=False)
+        done = subprocess.run(start, env=quick_xla.environment(command.environment), timeout=LONGEST, check=False)
         assert done.returncode == 0, f"{command.place}: {shlex.join(start)} ended with {done.returncode}"
     else:
         assert main_of(module)(argv) == 0, f"{command.place}: {module} {shlex.join(argv)}"
@@ -84,7 +85,9 @@ def main_of(module: str):
 def serve(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Start the server on a free port, send it a request, and stop it with SIGTERM."""
     command = [sys.executable, "-m", "jaxspec.serve", *argv, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=quick_xla.environment(environment)
+    ) as process:
         try:
             assert process.stdout is not None
             greeting = process.stdout.readline()

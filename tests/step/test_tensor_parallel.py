@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
+from helpers import quick_xla
 from helpers.paths import TESTS
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine.startup import for_device
@@ -15,10 +15,9 @@ from jaxspec.engine.startup import for_device
 
 @pytest.mark.slow
 def test_several_devices_write_what_one_writes() -> None:
-    flags = "--xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, "-m", "helpers.tensor_parallel"], capture_output=True, text=True, timeout=900, cwd=TESTS,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": "4"},
+        env=quick_xla.environment({"JAX_NUM_CPU_DEVICES": "4"}),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
