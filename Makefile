@@ -103,11 +103,11 @@ test: $(STAMP)
 	$(ON_CPU) $(PY) -m pytest -n 2 --dist worksteal -m "not families" $(ARGS)
 
 test-fast: $(STAMP)
-	$(ON_CPU) $(PY) -m pytest --compile-quickly -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(ON_CPU) $(PY) -m pytest --quickly all -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 # Two of the families are served by `make test` too, and the logits of all.
 test-families: $(STAMP)
-	$(ON_CPU) $(PY) -m pytest --compile-quickly -n 2 --dist worksteal -m families $(ARGS) tests/models
+	$(ON_CPU) $(PY) -m pytest --quickly all -n 2 --dist worksteal -m families $(ARGS) tests/models
 
 # Warnings are not errors here: Ray has its own.
 test-ray: $(STAMP) $(RAY_VENV)/.installed
@@ -115,7 +115,8 @@ test-ray: $(STAMP) $(RAY_VENV)/.installed
 	    -o python_functions="check_*" $(ARGS) tests/ray_serve
 
 test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
-	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile
+	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest --quickly none -o python_files="check_*.py" $(ARGS) \
+	    tests/gpu_compile
 
 # Tests of the kernels, without those that compile them again.
 test-sanitize: $(STAMP)

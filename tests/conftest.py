@@ -17,7 +17,7 @@ from jaxspec.paths import cache_folder
 #: Suites with a make target and an environment of their own. Naming such a folder on the command line still runs it.
 collect_ignore = ["gpu_compile", "ray_serve", "ui"]
 
-#: Tests about numbers, where programs are compiled as they are for users: folders, and a part of files' names.
+#: Tests about numbers, where engines' programs are compiled as they are for users: folders, and a part of files' names.
 _AS_SERVED, _REAL = {"kernels", "models", "step"}, "smollm2"
 
 #: Seconds after which a compiled program is thrown away: after changes to the code it is never used again.
@@ -30,12 +30,18 @@ _MAPS = Path("/proc/self/maps")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--compile-quickly", action="store_true", help="XLA optimises less in all tests")
+    on_gpu = os.environ.get("JAX_PLATFORMS") != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
+    parser.addoption(
+        "--quickly",
+        choices=("none", "most", "all"),
+        default="none" if on_gpu else "most",
+        help="programs that XLA hardly optimises; most: all but those of engines in tests about numbers",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before JAX reads it, here and in the processes that tests start."""
-    if config.getoption("compile_quickly"):
+    if config.getoption("quickly") != "none":
         os.environ |= quick_xla.environment()
 
 
@@ -66,15 +72,16 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let XLA optimise less for the CPU in the other tests, which takes two thirds off compiling."""
+def _compiled_as_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let XLA optimise the programs of engines in tests about numbers."""
     from jaxspec import compilation  # which imports JAX
 
-    usual, quick = compilation.graph_options, dict(quick_xla.OPTIONS)
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
-        if folder not in _AS_SERVED and _REAL not in request.path.name:
-            patch.setattr(compilation, "graph_options", lambda backend: quick if backend == "cpu" else usual(backend))
+        if (folder in _AS_SERVED or _REAL in request.path.name) and request.config.getoption("quickly") == "most":
+            usual = compilation.graph_options
+            options = {"cpu": quick_xla.AS_FOR_USERS}
+            patch.setattr(compilation, "graph_options", lambda backend: options.get(backend) or usual(backend))
         yield
 
 

@@ -13,7 +13,12 @@ from jaxspec import LLM, SamplingParams
 from jaxspec.outputs import TokenLogprob
 
 SIZES: dict[str, Any] = dict(
-    page_size=16, max_model_len=400, kv_cache_tokens=2048, compilation_cache_dir="", kernels="native"
+    page_size=16,
+    max_model_len=400,
+    kv_cache_tokens=2048,
+    compilation_cache_dir="",
+    kernels="native",
+    compile_in_background=False,
 )
 PROMPTS = [[(7 * i + j) % 256 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 90, 250, 300, 31))]
 SCORED = [
@@ -40,9 +45,9 @@ def test_bits_do_not_depend_on_the_batch(window: int | None, monkeypatch: pytest
         jax.nn, "log_softmax", lambda x, axis: x
     )  # which XLA sums in an order that depends on the batch
     model = tiny.model(window)
-    with LLM(model, draft=[], max_num_seqs=1, max_num_batched_tokens=64, compile_in_background=False, **SIZES) as llm:
+    with LLM(model, draft=[], max_num_seqs=1, max_num_batched_tokens=64, token_buckets=[1], **SIZES) as llm:
         alone = answers(llm, 1)
-    busy: dict[str, Any] = dict(max_num_seqs=8, compile_in_background=False, draft_calibration=False)
+    busy: dict[str, Any] = dict(max_num_seqs=8, token_buckets=[1, 4, 12], draft_calibration=False)
     for tree in ("fixed", "global_greedy"):
         settings = dict(draft=["truncated:1", "ngram"], tree=tree, max_num_batched_tokens=48)
         with LLM(model, **settings, **busy, **SIZES) as llm:
