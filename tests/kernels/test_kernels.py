@@ -69,8 +69,8 @@ class Compilers:
         """A compiler that notes its call and does `then`, a shell command; $out is the file to write."""
         path = self.folder / name
         lines = (
-            "#!/bin/sh", f'echo "{name}" "$1" "$2" >> {self.log}', 'while [ "$1" != -o ]; do shift; done; out=$2',
-            "PATH=/bin:/usr/bin", then,
+            "#!/bin/sh", f'said="{name} $1 $2"', 'while [ "$1" != -o ]; do shift; done; out=$2',
+            f'echo "$said" "${{out%/*}}" >> {self.log}', "PATH=/bin:/usr/bin", then,
         )  # fmt: skip
         path.write_text("\n".join(lines) + "\n")
         path.chmod(0o755)
@@ -84,7 +84,9 @@ class Compilers:
         )
 
     def called(self) -> list[str]:
-        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        """The compiler of each library, which is called for every file and to link them, in a folder."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line.split()[0] for line in dict.fromkeys(lines)]
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def test_every_compiler_gets_its_turn(compilers: Compilers, monkeypatch: Any) ->
     with pytest.raises(build.KernelsUnavailable) as raised:
         build.build()
     assert compilers.called() == ["mine", "cc", "clang", "gcc", "python"]
-    assert compilers.log.read_text().splitlines()[0] == "mine --as two words"
+    assert compilers.log.read_text().startswith("mine --as two words ")
     for name in compilers.called():
         assert f"{name}: error: too old" in str(raised.value)
 
