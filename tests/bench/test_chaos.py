@@ -49,6 +49,7 @@ def test_engines_with_failing_parts_give_right_answers(tmp_path: Path) -> None:
     assert found["ended"]["length"] > 200
 
 
+@pytest.mark.slow
 def test_a_scenario_is_the_same_each_time(tmp_path: Path) -> None:
     options = "--scenarios", "1", "--requests", "40", "--seed", "1", "--first", "3"
     once, again = (serve(tmp_path, *options)[1] for _ in range(2))

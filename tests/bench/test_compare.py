@@ -192,6 +192,7 @@ def test_answers_agree_token_for_token_in_every_turn():
     assert judge(contenders, (baseline[:1], other[:1]), work)[1]["noise"]["tokens_per_s"]
 
 
+@pytest.mark.slow
 def test_every_turn_has_the_same_arrivals(engines, tmp_path, capsys, monkeypatch):
     driven: list[tuple[int, list[float], list[int], list[int]]] = []
 
@@ -250,6 +251,7 @@ def test_loading_names_the_preset(engines, tmp_path, monkeypatch):
     assert shown == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_each_turn_has_prompts_of_its_own(engines, tmp_path, monkeypatch):
     asked: tuple[list[list[int]], list[list[int]]] = ([], [])
     generate = LLM.generate
@@ -276,6 +278,7 @@ def test_each_turn_has_prompts_of_its_own(engines, tmp_path, monkeypatch):
     assert main(["compare", *files, *options, "--new-prompts", "--num-prompts", "4"]) == 2
 
 
+@pytest.mark.slow
 def test_structured_answers_match_their_schemas(engines, tmp_path, monkeypatch, capsys):
     answers: list[tuple[Any, str]] = []
     generate = LLM.generate

@@ -111,6 +111,7 @@ def test_valid_files_load_and_mutated_ones_are_refused_by_name(tmp_path: Path) -
         assert loading.flaw(kind, path, known) is None, change
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "fuzz",

@@ -30,6 +30,7 @@ def test_goodput_counts_requests_within_their_slo() -> None:
     assert minutes(samples, slo, 120.0) == [5.5, 1.0]
 
 
+@pytest.mark.slow
 def test_an_overloaded_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(step=0.02, max_num_seqs=2, max_queued_requests=2, max_model_len=4096)
     engine.start()

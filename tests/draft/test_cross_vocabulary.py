@@ -84,6 +84,7 @@ def test_stored_matrices_are_rearranged_as_they_are() -> None:
         np.testing.assert_array_equal(part.floats(), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["native", "xla"])
 def test_the_engine_drafts_what_both_vocabularies_have(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter is the target itself, so it is right wherever it knows all tokens."""

@@ -199,6 +199,7 @@ def test_an_epoch_has_every_row_once(finished: Trainer, text: Corpus) -> None:
     assert first != second
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_from_its_checkpoint(
     finished: Trainer, text: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

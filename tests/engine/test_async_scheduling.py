@@ -55,10 +55,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "drafting where it pays": ROOMY | dict(draft=["suffix", "truncated:1"]),
     "INT8 pages": ROOMY | dict(kv_cache_dtype="int8"),
 }
+FAST = {"roomy", "preempting", "drafting ahead"}
 LONG = replace(GREEDY, max_tokens=60)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in KINDS],
+)
 def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM]]:
     """An engine of this kind, and one that decodes plainly with the same KV."""
     kind = KINDS[request.param]
@@ -222,6 +226,7 @@ def test_host_and_device_work_at_the_same_time(host: float, step: float, monkeyp
     assert took[True] == pytest.approx(41 * max(host, step), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host", "step", "round"), [(3.0, 8.0, 2.0), (10.0, 3.0, 2.0), (5.0, 3.0, 2.0)])
 def test_drafting_does_not_wait_for_the_host_either(
     host: float, step: float, round: float, monkeypatch: pytest.MonkeyPatch

@@ -224,6 +224,7 @@ def test_a_result_that_cannot_be_processed_ends_its_request(
     assert llm.engine.stats().restarts == before
 
 
+@pytest.mark.slow
 def test_a_drafter_that_fails_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny.llm(**SETTINGS | {"memory": "swap", "swap_space": 0.001}) as llm:
         expected = Crowd(llm).got

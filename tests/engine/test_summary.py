@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers import tiny
 
 
+@pytest.mark.slow
 def test_summary() -> None:
     with tiny.llm(
         draft=["truncated:1", "ngram"], page_size=16, kv_cache_tokens=64, max_num_seqs=2, max_num_batched_tokens=4,

@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +47,6 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
         patch.setattr(importlib.import_module(module), constant, value, raising=raising)
     patch.chdir(folder)
     models = {"model": "path/to/folder", "encoder": str(GOLDEN / "encoder"), "url": url}
-    models["compiler"] = next((name for name in ("cc", "clang", "gcc") if shutil.which(name)), "zig")
     module, *given = shlex.split(command.called)
     argv = [word for name in given for word in _PRESETS.get(name, [name])]
     if size.by:

@@ -28,6 +28,7 @@ def expected(x: np.ndarray, weight: np.ndarray, counts: list[int]) -> np.ndarray
     return np.einsum("nk,nko->no", x.astype(np.float64), weight.astype(np.float64)[expert])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(counts=st.lists(st.integers(0, 70), min_size=1, max_size=9), tile=st.sampled_from([16, 32, 64]))
 def test_every_row_is_in_one_tile_of_its_expert(counts: list[int], tile: int) -> None:

@@ -221,6 +221,7 @@ def test_what_does_not_fit_is_refused() -> None:
         pack([[part] for part in parts])
 
 
+@pytest.mark.slow
 def test_half_precision_of_every_kind() -> None:
     """Subnormal and large float16 numbers, and signed zeros, with and without the CPU's conversion."""
     values = np.arange(2**16, dtype=np.uint16).view(np.float16)
