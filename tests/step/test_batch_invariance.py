@@ -47,9 +47,9 @@ def test_bits_do_not_depend_on_the_batch(window: int | None, monkeypatch: pytest
     model = tiny.model(window)
     with LLM(model, draft=[], max_num_seqs=1, max_num_batched_tokens=64, token_buckets=[1], **SIZES) as llm:
         alone = answers(llm, 1)
-    busy: dict[str, Any] = dict(max_num_seqs=8, token_buckets=[1, 4, 12], draft_calibration=False)
-    for tree in ("fixed", "global_greedy"):
-        settings = dict(draft=["truncated:1", "ngram"], tree=tree, max_num_batched_tokens=48)
+    busy: dict[str, Any] = dict(max_num_seqs=8, max_num_batched_tokens=48, draft_calibration=False)
+    for tree, sizes in (("fixed", [1, 4, 12]), ("global_greedy", [2, 8, 24])):
+        settings = dict(draft=["truncated:1", "ngram"], tree=tree, token_buckets=sizes)
         with LLM(model, **settings, **busy, **SIZES) as llm:
             for together in (1, 3, 8):
                 assert answers(llm, together) == alone
