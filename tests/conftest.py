@@ -79,9 +79,8 @@ def _compiled_as_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
         if (folder in _AS_SERVED or _REAL in request.path.name) and request.config.getoption("quickly") == "most":
-            usual = compilation.graph_options
-            options = {"cpu": quick_xla.AS_FOR_USERS}
-            patch.setattr(compilation, "graph_options", lambda backend: options.get(backend) or usual(backend))
+            usual, full = compilation.graph_options, quick_xla.AS_FOR_USERS
+            patch.setattr(compilation, "graph_options", lambda backend: full if backend == "cpu" else usual(backend))
         yield
 
 

@@ -139,13 +139,10 @@ def _compile(command: list[str], target: Path) -> str | None:
     files = sorted((path for path in sources() if path.suffix == ".c"), key=lambda path: -path.stat().st_size)
     objects = [target.with_name(f"{path.stem}.o") for path in files]
     run = [*command, *_flags(command)]
-    includes = (f"-I{_FOLDER}", f"-I{jax.ffi.include_dir()}")
-
-    def compile_one(file: Path, to: Path) -> str | None:
-        return _run([*run, *includes, "-c", str(file), "-o", str(to)])
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest first
-        failed = next(filter(None, pool.map(compile_one, files, objects)), None)
+    each = [*run, f"-I{_FOLDER}", f"-I{jax.ffi.include_dir()}", "-c"]
+    calls = [[*each, str(file), "-o", str(to)] for file, to in zip(files, objects, strict=True)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest first; after a failure no further one begins
+        failed = next(filter(None, pool.map(_run, calls)), None)
     return failed or _run([*run, "-shared", *map(str, objects), "-o", str(target), "-lm", "-pthread"])
 
 

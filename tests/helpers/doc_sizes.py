@@ -111,7 +111,7 @@ RUNS = (
         by="bench/test_chaos.py::test_engines_with_failing_parts_give_right_answers"),
     Run("jaxspec.bench chaos", with_=("--ray",),
         by="ray_serve/check_chaos.py::check_replicas_that_fail_lose_no_request"),
-    Run("jaxspec.bench chaos", " --live 1 --clients 2", with_=("--live",)),
+    Run("jaxspec.bench chaos", " --live 3 --clients 2", with_=("--live",)),
     Run("jaxspec.bench fuzz", by="bench/test_fuzz.py::test_the_command"),
     Run("jaxspec.bench overload",
         " --base-url {url} --seconds 0.5 --phase-seconds 1 --concurrency 2 --max-tokens 4 --streams 4"),

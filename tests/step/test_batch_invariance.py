@@ -13,13 +13,9 @@ from jaxspec import LLM, SamplingParams
 from jaxspec.outputs import TokenLogprob
 
 SIZES: dict[str, Any] = dict(
-    page_size=16,
-    max_model_len=400,
-    kv_cache_tokens=2048,
-    compilation_cache_dir="",
-    kernels="native",
+    page_size=16, max_model_len=400, kv_cache_tokens=2048, compilation_cache_dir="", kernels="native",
     compile_in_background=False,
-)
+)  # fmt: skip
 PROMPTS = [[(7 * i + j) % 256 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 90, 250, 300, 31))]
 SCORED = [
     SamplingParams(
@@ -48,7 +44,7 @@ def test_bits_do_not_depend_on_the_batch(window: int | None, monkeypatch: pytest
     with LLM(model, draft=[], max_num_seqs=1, max_num_batched_tokens=64, token_buckets=[1], **SIZES) as llm:
         alone = answers(llm, 1)
     busy: dict[str, Any] = dict(max_num_seqs=8, max_num_batched_tokens=48, draft_calibration=False)
-    for tree, sizes in (("fixed", [1, 4, 12]), ("global_greedy", [2, 8, 24])):
+    for tree, sizes in (("fixed", [1, 4, 12, 32]), ("global_greedy", [2, 8, 16, 24])):
         settings = dict(draft=["truncated:1", "ngram"], tree=tree, token_buckets=sizes)
         with LLM(model, **settings, **busy, **SIZES) as llm:
             for together in (1, 3, 8):
