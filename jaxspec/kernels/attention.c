@@ -50,20 +50,22 @@ static void prefetch(const void *from, int64_t bytes) {
 }
 
 /* Locates (and widens) keys and values of head h in the i-th page of tree r, and prefetches the next page: pages are
-   scattered, so the hardware prefetcher cannot. */
-static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int64_t i) {
+   scattered, so the hardware prefetcher cannot. The next keys in float32 only for few rows: many would wait here until
+   all have been asked for, so `score` prefetches them piece by piece. */
+static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int64_t i, int rows) {
   const int32_t *pages = a->table + r * a->table_width;
   int64_t at = pages[i] * a->kv_heads + h, size = a->page * a->dim;
   int64_t has_next = (i + 1) * a->page < a->committed[r], next = has_next ? pages[i + 1] * a->kv_heads + h : 0;
   if (a->keys) {
     x->page_keys = a->keys + at * size;
     x->page_values = a->values + at * size;
-    if (has_next) prefetch(a->keys + next * size, size * 4);
+    x->next_keys = has_next ? a->keys + next * size : x->page_values;
+    if (has_next && rows <= ROWS) prefetch(x->next_keys, size * 4);
     return;
   }
   float *values = x->decoded + size;
   x->page_keys = x->decoded;
-  x->page_values = values;
+  x->page_values = x->next_keys = values;
   if (a->narrow_keys) {
     widen(x->decoded, a->narrow_keys + at * size, size);
     widen(values, a->narrow_values + at * size, size);
@@ -126,7 +128,7 @@ static void score_nodes(const Attention *a, Scratch *x, float *s, int rows, int6
     } else {
       turn_keys(a, h, at, width, x->keys, CHUNK);
     }
-    score(x, s, rows, keys, x->q, width, a->dim, stride); /* nothing to prefetch: q is in the cache */
+    score(x, s, rows, keys, x->q, x->q, width, a->dim, stride); /* nothing to prefetch: q is in the cache */
     if (a->cap > 0) soft_cap(s, rows, width, a->cap);
   }
 }
@@ -154,7 +156,7 @@ static void add_nodes(const Attention *a, const Item *w, Scratch *x, int rows, i
       int64_t p = place(a, w->tree, s) - start;
       if (p < 0 || p >= width || !is_ancestor(a, s, t)) continue;
       const float *values = a->v + s * stride + w->head * a->dim, *weight = x->s + m * ROW + p;
-      for (int64_t d = 0; d < a->dim; d += LANES) mix[0][1](weight, values + d, x->out + m * MAX_DIM + d, one, 1, stride);
+      for (int64_t d = 0; d < a->dim; d += LANES) mix[0][1](weight, values + d, x->out + m * DIMS + d, one, 1, stride);
     }
 }
 
@@ -173,7 +175,7 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
   }
   for (int i = 0; i < rows; i++) {
     const float *q = a->q + ((low + i / groups) * a->heads + h * groups + i % groups) * dim;
-    for (int64_t d = 0; d < dim; d += WIDTH) *(vec *)(x->q + i * MAX_DIM + d) = *(const vec *)(q + d) * root;
+    for (int64_t d = 0; d < dim; d += WIDTH) *(vec *)(x->q + i * DIMS + d) = *(const vec *)(q + d) * root;
     begin_sum(x, i, dim);
     begin_part(x, i, dim);
   }
@@ -185,9 +187,9 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
     int padded = whole_lanes(width);
     const float *values = a->v;
     if (old) {
-      find_page(a, x, r, h, start / page);
+      find_page(a, x, r, h, start / page, rows);
       values = x->page_values;
-      score(x, x->s, rows, x->page_keys, values, old, dim, page);
+      score(x, x->s, rows, x->page_keys, values, x->next_keys, old, dim, page);
       if (a->cap > 0) soft_cap(x->s, rows, old, a->cap);
     }
     int64_t begin = first + start + old - committed, count = own ? min(width - old, high - begin) : 0; /* of a chain */
@@ -209,7 +211,7 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
     if ((start + page) % PART && start + page < end) continue;
     float totals[MAX_ROWS];
     for (int i = 0; i < rows; i++) totals[i] = sum_of(x->total[i]);
-    add(x, rows, x->out, MAX_DIM, totals, dim);
+    add(x, rows, x->out, DIMS, totals, dim);
     for (int i = 0; i < rows; i++) begin_part(x, i, dim);
   }
 }
@@ -223,13 +225,14 @@ static float *partial_of(const Attention *a, const Item *w, int part) {
 static void run(const Attention *a, const Item *w) {
   static _Thread_local Scratch scratch; /* half a megabyte: too much for the stacks of some systems' threads */
   Scratch *x = &scratch;
+  __asm__("" : "+r"(x)); /* compilers that know what x is look its address up again for every row */
   int64_t groups = a->heads / a->kv_heads, dim = a->dim;
   int rows = (int)((w->high - w->low) * groups);
   attend(a, w, x);
   if (w->parts > 1) {
     float *to = partial_of(a, w, w->part);
     for (int i = 0; i < rows; i++, to += dim + 2) {
-      memcpy(to, x->outs + i * MAX_DIM, dim * sizeof(float));
+      memcpy(to, x->outs + i * DIMS, dim * sizeof(float));
       to[dim] = x->peaks[i];
       to[dim + 1] = x->totals[i];
     }
@@ -248,7 +251,7 @@ static void run(const Attention *a, const Item *w) {
   for (int i = 0; i < rows; i++) {
     int64_t row = (w->low + i / groups) * a->heads + w->head * groups + i % groups;
     for (int64_t d = 0; d < dim; d += WIDTH)
-      *(vec *)(a->out + row * dim + d) = *(const vec *)(x->outs + i * MAX_DIM + d) / x->totals[i];
+      *(vec *)(a->out + row * dim + d) = *(const vec *)(x->outs + i * DIMS + d) / x->totals[i];
     a->lse[row] = x->peaks[i] + logf(x->totals[i]);
   }
 }

@@ -12,6 +12,7 @@
 
 #define MAX_ROWS 48  /* query rows per work item */
 #define ROW (MAX_PAGE + LANES) /* scores of a row: vectors may reach over the end of a page */
+#define DIMS (MAX_DIM + LANES) /* between rows of queries and sums: at powers of two they would share cache sets */
 #define NEVER -1e30f /* score of a masked position */
 #define LEAST -5e29f /* peak of a row that has seen no position: far above masked ones, so that their weights are 0 */
 #if WIDTH == 16
@@ -30,9 +31,9 @@
     for (int64_t d = 0; d < dim; d++) {                                                                               \
       UNROLL for (int c = 0; c < B; c++) __builtin_prefetch(ahead + (d * B + c) * LANES);                             \
       TILE_OF(M, B * VECTORS)                                                                                         \
-        sum[m][c] += *(const vec *)(keys + d * page + c * WIDTH) * q[m * MAX_DIM + d];                                \
+        sum[m][c] += *(const vec *)(keys + d * page + c * WIDTH) * q[m * DIMS + d];                                   \
     }                                                                                                                 \
-    TILE_OF(M, B * VECTORS) *(vec *)(s + m * ROW + c * WIDTH) = sum[m][c];                                       \
+    TILE_OF(M, B * VECTORS) *(vec *)(s + m * ROW + c * WIDTH) = sum[m][c];                                            \
   }
 
 /* out[M, B * LANES] = out * scale + weights[M, count] * values. Rows of values are `stride` floats apart. */
@@ -41,11 +42,11 @@
                            int64_t stride) {                                                                          \
     vec sum[M][B * VECTORS];                                                                                          \
     TILE_OF(M, B * VECTORS)                                                                                           \
-      sum[m][c] = *(const vec *)(out + m * MAX_DIM + c * WIDTH) * scale[m];                                           \
+      sum[m][c] = *(const vec *)(out + m * DIMS + c * WIDTH) * scale[m];                                              \
     for (int p = 0; p < count; p++)                                                                                   \
       TILE_OF(M, B * VECTORS)                                                                                         \
-        sum[m][c] += *(const vec *)(values + p * stride + c * WIDTH) * s[m * ROW + p];                           \
-    TILE_OF(M, B * VECTORS) *(vec *)(out + m * MAX_DIM + c * WIDTH) = sum[m][c];                                      \
+        sum[m][c] += *(const vec *)(values + p * stride + c * WIDTH) * s[m * ROW + p];                                \
+    TILE_OF(M, B * VECTORS) *(vec *)(out + m * DIMS + c * WIDTH) = sum[m][c];                                         \
   }
 
 typedef void Scores(const float *, const float *, float *, int64_t, int64_t, const float *);
@@ -104,25 +105,25 @@ static vec exponential(vec x) {
 }
 
 typedef struct {
-  float q[MAX_ROWS * MAX_DIM], s[MAX_ROWS * ROW], keys[MAX_DIM * CHUNK], nodes[MAX_ROWS * ROW];
-  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], scale[MAX_ROWS];    /* sums of this part */
+  float q[MAX_ROWS * DIMS], s[MAX_ROWS * ROW], keys[MAX_DIM * CHUNK], nodes[MAX_ROWS * ROW];
+  float out[MAX_ROWS * DIMS], peak[MAX_ROWS], scale[MAX_ROWS];    /* sums of this part */
   vec total[MAX_ROWS];                                               /* in lanes: position p of a page in p % WIDTH */
-  float outs[MAX_ROWS * MAX_DIM], peaks[MAX_ROWS], totals[MAX_ROWS]; /* and of those before */
-  const float *page_keys, *page_values;
+  float outs[MAX_ROWS * DIMS], peaks[MAX_ROWS], totals[MAX_ROWS]; /* and of those before */
+  const float *page_keys, *page_values, *next_keys;
   _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last, so that only the part that a page needs is touched */
 } Scratch;
 
 static int whole_lanes(int width) { return (width + LANES - 1) / LANES * LANES; }
 
-/* Scores `s` of all rows for `width` keys (rounded up to LANES). Prefetches as many floats at `ahead`: of a page, its
-   values. */
-static void score(const Scratch *x, float *s, int rows, const float *keys, const float *ahead, int width, int64_t dim,
-                  int64_t page) {
+/* Scores `s` of all rows for `width` keys (rounded up to LANES). Prefetches as many floats at `ahead` and, after
+   the first rows, at `later`: of a page, its values and the next page's keys. */
+static void score(const Scratch *x, float *s, int rows, const float *keys, const float *ahead, const float *later,
+                  int width, int64_t dim, int64_t page) {
   for (int p = 0, blocks; p < width; p += blocks * LANES) {
     blocks = width - p > LANES && page - p >= 2 * LANES ? 2 : 1;
     for (int r = 0; r < rows; r += ROWS) {
       int some = rows - r < ROWS ? rows - r : ROWS;
-      scores[blocks - 1][some](x->q + r * MAX_DIM, keys + p, s + r * ROW + p, dim, page, ahead + p * dim);
+      scores[blocks - 1][some](x->q + r * DIMS, keys + p, s + r * ROW + p, dim, page, (r ? later : ahead) + p * dim);
     }
   }
 }
@@ -169,7 +170,7 @@ static void add_values(Scratch *x, const float *s, const float *scale, int rows,
     int some = rows - r < ROWS ? rows - r : ROWS;
     for (int64_t d = 0, blocks; d < dim; d += blocks * LANES) {
       blocks = dim - d < 2 * LANES ? 1 : 2;
-      mix[blocks - 1][some](s + r * ROW, values + d, x->out + r * MAX_DIM + d, scale + r, count, stride);
+      mix[blocks - 1][some](s + r * ROW, values + d, x->out + r * DIMS + d, scale + r, count, stride);
     }
   }
 }
@@ -192,7 +193,7 @@ static __attribute__((noinline)) void add(Scratch *x, int rows, const float *out
   }
   for (int r = 0; r < rows; r++, out += stride) {
     for (int64_t d = 0; d < dim; d += WIDTH) {
-      vec *to = (vec *)(x->outs + r * MAX_DIM + d);
+      vec *to = (vec *)(x->outs + r * DIMS + d);
       *to = *to * mine[r] + *(const vec *)(out + d) * theirs[r];
     }
     x->totals[r] = x->totals[r] * mine[r] + totals[r] * theirs[r];
@@ -200,13 +201,13 @@ static __attribute__((noinline)) void add(Scratch *x, int rows, const float *out
 }
 
 static void begin_part(Scratch *x, int i, int64_t dim) {
-  memset(x->out + i * MAX_DIM, 0, dim * sizeof(float));
+  memset(x->out + i * DIMS, 0, dim * sizeof(float));
   x->peak[i] = LEAST;
   x->total[i] = (vec){0};
 }
 
 static void begin_sum(Scratch *x, int i, int64_t dim) {
-  memset(x->outs + i * MAX_DIM, 0, dim * sizeof(float));
+  memset(x->outs + i * DIMS, 0, dim * sizeof(float));
   x->peaks[i] = LEAST;
   x->totals[i] = 0;
 }
