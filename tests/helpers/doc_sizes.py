@@ -193,6 +193,8 @@ CHECKED = {
     ),
     "jaxspec.bench peers --peers vllm --scenarios decode-1 decode-16 prefill-1024 --json bf16.json": "it needs vLLM",
     "jaxspec.bench peers --peers vllm --scenarios prefill-4096 sample-16 --prefill 4096 --repeats 3": "it needs vLLM",
+    "jaxspec.bench peers --peers vllm --scenarios prefill-4096 sample-1 sample-16 --prefill 4096": "it needs vLLM",
+    "jaxspec.bench peers --peers vllm --scenarios prefill-1024 prefill-4096": "it needs vLLM",
     "jaxspec.bench peers --peers vllm --scenarios decode-1 decode-16 prefill-1024 --repeats 5": "it needs vLLM",
     "pip install": "it changes what the tests run in",
     "pre-commit install": "it changes the checkout's hooks",
