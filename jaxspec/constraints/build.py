@@ -42,8 +42,9 @@ class Constraints:
         if params.allowed_token_ids is not None:
             allowed = mask_of_ids(params.allowed_token_ids, self._vocab)
         return Constraint(
-            self._vocab, matcher, allowed, self._words(tuple(params.bad_words)), params.min_tokens, stop_ids
-        )
+            self._vocab, matcher, allowed, self._words(tuple(params.bad_words)), params.min_tokens, stop_ids,
+            self._layout_of,
+        )  # fmt: skip
 
     def _matcher_of(self, params: SamplingParams) -> Matcher | None:
         grammar = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
@@ -72,6 +73,11 @@ class Constraints:
         self._closed = True
         self._threads.shutdown(wait=False)
         self._grammars.close()
+
+    def _layout_of(self, token: int) -> str:
+        """The token's text if it is ASCII whitespace and punctuation, else empty."""
+        text = self._tokenizer.token_bytes(token)
+        return text.decode() if text.isascii() and not any(map(str.isalnum, text.decode())) else ""
 
     def _tokens_of(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each bad word at the start of a text and after a space."""

@@ -14,6 +14,10 @@ from jaxspec.step.masks import mask_of, mask_of_ids
 
 #: What probably follows a draft of these tokens, and its chance; None: unknown.
 Guess = Callable[[Sequence[int]], tuple[int, float] | None]
+#: The chance stated for what followed a layout token before in the same output, and how many such tokens are kept.
+_AS_BEFORE, _FOLLOWERS = 0.85, 4
+#: Marks in `Layout` that something else than layout followed.
+_OTHER = -1
 
 
 class Matcher(Protocol):
@@ -43,12 +47,49 @@ class Matcher(Protocol):
         ...
 
 
+class Layout:
+    """How an output is laid out: which tokens of whitespace and punctuation follow one another, by depth of brackets.
+
+    Most grammars, such as those of JSON schemas, leave a choice of whitespace, but an output hardly ever varies it.
+    `text_of`: the text of a token that has neither letters nor digits; empty for others.
+    """
+
+    def __init__(self, text_of: Callable[[int], str]) -> None:
+        self._text_of, self._last, self._depth = text_of, _OTHER, 0
+        self._followers: dict[tuple[int, int], list[int]] = {}
+
+    def append(self, token: int) -> None:
+        text = self._text_of(token)
+        follower = token if text else _OTHER
+        if self._last not in (_OTHER, follower):  # a token that followed itself would be guessed without end
+            followers = self._followers.setdefault((self._last, self._depth), [])
+            if follower in followers:
+                followers.remove(follower)
+            followers.insert(0, follower)
+            del followers[_FOLLOWERS:]
+        self._last, self._depth = follower, self._depth + _opened(text)
+
+    def after(self, path: Sequence[int]) -> list[int]:
+        """Layout tokens that have followed the last one of the output and `path`, and later than anything else has. The
+        latest come first, but whitespace alone comes last: where a quote or bracket may follow, one usually does."""
+        depth = self._depth + sum(_opened(self._text_of(token)) for token in path)
+        followers = self._followers.get((path[-1] if path else self._last, depth), [])
+        known = followers[: followers.index(_OTHER)] if _OTHER in followers else followers
+        return sorted(known, key=lambda token: self._text_of(token).isspace())
+
+
+def _opened(text: str) -> int:
+    """Brackets that a text opens, less those that it closes."""
+    return sum((c in "{[") - (c in "}]") for c in text)
+
+
 class Constraint:
     """All constraints of one request, and its output so far.
 
     matcher: the grammar of the output; None: any. allowed: mask `[words]` uint32 of the tokens that may be sampled;
     None: all. bad_words: token sequences that do not occur in the output. min_tokens: output tokens before one of
     `stop_ids` may be sampled. If together they leave no token, the grammar alone counts, and after it `allowed`.
+    layout_of: see `Layout`.
 
     Drafts do not change what is decided: a draft token is masked like any other, and `prune` only saves the
     verification of those that the masks would forbid.
@@ -62,8 +103,9 @@ class Constraint:
         bad_words: Sequence[Sequence[int]] = (),
         min_tokens: int = 0,
         stop_ids: Collection[int] = (),
+        layout_of: Callable[[int], str] = lambda token: "",
     ) -> None:
-        self._matcher, self._min_tokens = matcher, min_tokens
+        self._matcher, self._min_tokens, self._layout = matcher, min_tokens, Layout(layout_of)
         self._bad_words = [tuple(word) for word in bad_words]
         self._stop_ids = frozenset(stop_ids)
         self._any = any_ = mask_of(np.ones(vocab, bool)) if allowed is None else allowed
@@ -81,6 +123,7 @@ class Constraint:
     def append(self, token: int) -> None:
         """A token was decided."""
         self._output.append(token)
+        self._layout.append(token)
         if self._matcher is None or self._matcher.finished or self.failure is not None:
             return
         try:
@@ -91,26 +134,39 @@ class Constraint:
 
     def forced(self, most: int, guess: Guess = lambda path: None) -> list[tuple[int, float]]:
         """A draft of at most `most` tokens that the grammar allows, each with the chance stated for it: 1 for those
-        that the grammar leaves no choice about. Where it does, `guess` says how the draft goes on."""
+        that the grammar leaves no choice about. Where it does, `guess` says how the draft goes on, or else the layout
+        of the output so far."""
         matcher, path, chances = self._matcher, list[int](), list[float]()
         if matcher is None or self.failure is not None:
             return []
+
+        def takes(token: int, chance: float) -> bool:
+            if len(path) == most or matcher.finished or not self._consumes(token):
+                return False
+            path.append(token)
+            chances.append(chance)
+            return True
+
         going = True
         try:
             while going and len(path) < most and not matcher.finished:
-                found = [(token, 1.0) for token in matcher.forced()] or [g for g in (guess(path),) if g is not None]
-                going = bool(found)
-                for token, chance in found[: most - len(path)]:
-                    if matcher.finished or not self._consumes(token):
-                        going = False
-                        break
-                    path.append(token)
-                    chances.append(chance)
+                if certain := matcher.forced():
+                    going = all(takes(token, 1.0) for token in certain)
+                else:
+                    going = any(takes(token, chance) for token, chance in self._probable(path, guess))
         except RuntimeError as error:  # a limit of the grammar, which is no failure of a drafter
             self.failure = str(error)
         finally:  # whatever fails, the grammar's state must be that of the output
             matcher.rollback(len(path))
         return list(zip(path, chances, strict=True))
+
+    def _probable(self, path: Sequence[int], guess: Guess) -> list[tuple[int, float]]:
+        """What may follow a draft where there is a choice, and the chances, likeliest first."""
+        usual = dict.fromkeys(self._layout.after(path), _AS_BEFORE)
+        if (guessed := guess(path)) is None:
+            return [*usual.items()]
+        token, chance = guessed
+        return [*{token: max(chance, usual.get(token, 0.0)), **usual}.items()]
 
     def masks(self, token: Sequence[int] = (0,), depth: Sequence[int] = (0,)) -> np.ndarray:
         """Masks `[nodes, words]` uint32 of what may follow each node of a tree in preorder.

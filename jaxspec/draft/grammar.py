@@ -17,7 +17,7 @@ class GrammarDrafter(SharedDevice):
     """Proposes keys, quotes and brackets that a JSON schema fixes, and whatever else a grammar forces.
 
     Where the grammar leaves a choice, such as that of whitespace, suffix drafting says how the chain goes on (`suffix`;
-    None: it ends there).
+    None: it does not), or else the layout of the output so far (`Constraint.forced`).
 
     Other engines write such tokens unverified ("jump-forward decoding"; Zheng et al., SGLang, arXiv 2312.07104). Here
     the target verifies them as drafts, because it may write the same text with other tokens, so they change no answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from jaxspec.sched.request import Request
 from jaxspec.structured_outputs import StructuredOutputs
 
 TOKENIZER = ByteTokenizer()
+THREE: dict[str, Any] = {"type": "object", "properties": {k: {"type": "integer"} for k in "abc"}, "required": list("abc")}
+NESTED: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"enum": [True]}}}
 COLOURS = StructuredOutputs(regex=r'\{"colour": ("red"|"green"), "size": [0-9]\}')
 
 
@@ -93,3 +96,24 @@ def test_suffix_drafting_goes_on_where_the_grammar_leaves_a_choice(constraints: 
     guessed = np.diff(found.logprob, prepend=0.0) < 0  # "r" and "1"; the rest is forced
     assert np.flatnonzero(guessed).tolist() == [0, 14]
     assert request.forced(3, lambda path: (ord("x"), 0.5)) == []  # a guess that the grammar forbids
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "rest"),
+    [
+        (THREE, '{"a":1,', ""),  # nothing has followed a comma yet
+        (THREE, '{"a":1,\n"b":2,', '\n"c":'),  # the newline is guessed, the rest is forced
+        (THREE, '{"a":1,"b":2,', '"c":'),  # nothing else than the quote has followed
+        (NESTED, "[[true,\n true],", ""),  # what followed the comma did so in another depth
+        (NESTED, "[[true,\n true,", "\n "),  # "t" followed the space
+        (NESTED, "[\n[true,true],\n[true,true],", "\n["),
+    ],
+)
+def test_the_layout_goes_on_as_before(constraints: Constraints, schema: dict[str, Any], text: str, rest: str) -> None:
+    assert forced(begun(constraints, text, structured_outputs=StructuredOutputs(json=schema))) == rest
+
+
+def test_a_guess_that_agrees_with_the_layout_is_surer(constraints: Constraints) -> None:
+    constraint = begun(constraints, '{"a":1,\n"b":2,', structured_outputs=StructuredOutputs(json=THREE))
+    chance = {text: constraint.forced(1, lambda path, text=text: (ord(text), 0.3)) for text in "\n x"}
+    assert chance == {"\n": [(10, 0.85)], " ": [(32, 0.3)], "x": [(10, 0.85)]}
