@@ -14,7 +14,7 @@ from jaxspec.step.masks import mask_of, mask_of_ids
 
 #: What probably follows a draft of these tokens, and its chance; None: unknown.
 Guess = Callable[[Sequence[int]], tuple[int, float] | None]
-#: The chance stated for what followed a layout token before in the same output, and how many such tokens are kept.
+#: The chance stated for what followed in the same place before, and how many different followers are kept.
 _AS_BEFORE, _FOLLOWERS = 0.85, 4
 #: Marks in `Layout` that something else than layout followed.
 _OTHER = -1
@@ -48,34 +48,41 @@ class Matcher(Protocol):
 
 
 class Layout:
-    """How an output is laid out: which tokens of whitespace and punctuation follow one another, by depth of brackets.
+    """How an output is laid out: which tokens of whitespace and punctuation follow which, by depth of brackets.
 
     Most grammars, such as those of JSON schemas, leave a choice of whitespace, but an output hardly ever varies it.
     `text_of`: the text of a token that has neither letters nor digits; empty for others.
     """
 
     def __init__(self, text_of: Callable[[int], str]) -> None:
-        self._text_of, self._last, self._depth = text_of, _OTHER, 0
-        self._followers: dict[tuple[int, int], list[int]] = {}
+        self._text_of, self._last, self._depth = text_of, "", 0
+        self._followers: dict[tuple[str, int], list[int]] = {}
 
     def append(self, token: int) -> None:
+        """A token was decided."""
         text = self._text_of(token)
         follower = token if text else _OTHER
-        if self._last not in (_OTHER, follower):  # a token that followed itself would be guessed without end
+        if self._last and _end(text) != self._last:  # what followed itself would be guessed without end
             followers = self._followers.setdefault((self._last, self._depth), [])
             if follower in followers:
                 followers.remove(follower)
             followers.insert(0, follower)
             del followers[_FOLLOWERS:]
-        self._last, self._depth = follower, self._depth + _opened(text)
+        self._last, self._depth = _end(text), self._depth + _opened(text)
 
     def after(self, path: Sequence[int]) -> list[int]:
         """Layout tokens that have followed the last one of the output and `path`, and later than anything else has. The
         latest come first, but whitespace alone comes last: where a quote or bracket may follow, one usually does."""
-        depth = self._depth + sum(_opened(self._text_of(token)) for token in path)
-        followers = self._followers.get((path[-1] if path else self._last, depth), [])
+        texts = [self._text_of(token) for token in path]
+        at = _end(texts[-1]) if texts else self._last, self._depth + sum(map(_opened, texts))
+        followers = self._followers.get(at, [])
         known = followers[: followers.index(_OTHER)] if _OTHER in followers else followers
         return sorted(known, key=lambda token: self._text_of(token).isspace())
+
+
+def _end(text: str) -> str:
+    """What the layout after a text depends on: whatever a comma, a colon or an opening bracket comes after."""
+    return text[-1] if text[-1:] in {",", ":", "{", "["} else text
 
 
 def _opened(text: str) -> int:
@@ -123,9 +130,9 @@ class Constraint:
     def append(self, token: int) -> None:
         """A token was decided."""
         self._output.append(token)
-        self._layout.append(token)
         if self._matcher is None or self._matcher.finished or self.failure is not None:
             return
+        self._layout.append(token)
         try:
             if not self._matcher.consume(token):
                 self.failure = f"the grammar does not allow the token {token}"

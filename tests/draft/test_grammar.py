@@ -20,7 +20,8 @@ from jaxspec.sched.request import Request
 from jaxspec.structured_outputs import StructuredOutputs
 
 TOKENIZER = ByteTokenizer()
-THREE: dict[str, Any] = {"type": "object", "properties": {k: {"type": "integer"} for k in "abc"}, "required": list("abc")}
+INTEGERS = {key: {"type": "integer"} for key in "abc"}
+THREE: dict[str, Any] = {"type": "object", "properties": INTEGERS, "required": [*INTEGERS]}
 NESTED: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"enum": [True]}}}
 COLOURS = StructuredOutputs(regex=r'\{"colour": ("red"|"green"), "size": [0-9]\}')
 
