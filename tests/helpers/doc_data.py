@@ -12,13 +12,8 @@ from helpers.doc_commands import ROOT
 PRESETS = {
     "none.yaml": "draft: none\n",
     "cold.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\n",
-    "none-untiled.yaml": "draft: none\nbatch_invariant: false\n",
-    "cold-untiled.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\nbatch_invariant: false\n",
     "again.yaml": "draft: [suffix, truncated:1]\n",
     "warm.yaml": "draft: [suffix, truncated:1]\n",
-    "auto.yaml": "draft: [ngram, truncated:1]\n",
-    "ngram.yaml": "draft: [ngram]\n",
-    "eagle.yaml": "draft: [truncated:1]\n",
     "chain.yaml": "draft: [truncated:1]\ntree: chain\ndraft_depth: 3\n",
     "fcfs.yaml": "order: fcfs\ndraft: [ngram]\n",
     "sjf.yaml": "order: sjf\npredictor: oracle\ndraft: [ngram]\n",

@@ -94,9 +94,6 @@ RUNS = (
         with_=("--request-rate",)),
     Run("jaxspec.bench compare", with_=("--new-prompts",),
         by="bench/test_compare.py::test_each_turn_has_prompts_of_its_own"),
-    *(Run("jaxspec.bench compare", with_=(preset,),
-          by="bench/test_compare.py::test_presets_take_turns_on_the_same_prompts")
-      for preset in ("auto.yaml", "none-untiled.yaml")),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
     Run("jaxspec.bench constrained", by="bench/test_constrained.py::test_constraints_and_engines_take_turns"),
     Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
