@@ -27,6 +27,7 @@ class Constraints:
         self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
         self._threads, self._closed = ThreadPoolExecutor(2, "jaxspec-grammars"), False
         self._words = lru_cache(16)(self._tokens_of)  # the outputs of a request have the same ones
+        self._layout_of = cache(self._layout_text)  # asked for each token of a draft, again and again
         self._reasoning_tokens = cache(lambda begin, end: ReasoningTokens(begin, end, tokenizer, vocab))
 
     def of(self, params: SamplingParams, stop_ids: Collection[int]) -> Constraint | None:
@@ -74,10 +75,10 @@ class Constraints:
         self._threads.shutdown(wait=False)
         self._grammars.close()
 
-    def _layout_of(self, token: int) -> str:
+    def _layout_text(self, token: int) -> str:
         """The token's text if it is ASCII whitespace and punctuation, else empty."""
-        text = self._tokenizer.token_bytes(token)
-        return text.decode() if text.isascii() and not any(map(str.isalnum, text.decode())) else ""
+        text = self._tokenizer.token_text(token)
+        return text if text.isascii() and not any(map(str.isalnum, text)) else ""
 
     def _tokens_of(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each bad word at the start of a text and after a space."""
